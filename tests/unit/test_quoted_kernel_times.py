@@ -240,7 +240,7 @@ def test_random_pairs_are_those_of_the_file() -> None:
     assert pairs["differing"] == 0
     said = "Of {hopper:,} random pairs of calls of the Hopper family there, and of {ampere:,} of the Ampere"
     assert said.format(**pairs) in text_of("docs/kernels/invariant.md")
-    said = "{hopper:,} of the Hopper family by 160 kernels, {ampere:,} of the Ampere family by 55, 0 differ"
+    said = "{hopper:,} of the Hopper family by 160 kernels, {ampere:,} of the Ampere family by 79, 0 differ"
     assert said.format(**pairs) in text_of("docs/contract.md")
 
 
@@ -249,6 +249,29 @@ def test_costs_beside_the_table_are_those_of_the_files() -> None:
     one = times(ONCE)["decoding 1 x 4096, 40 caches"]
     default, pieces = (f"{1e3 * one[f'{kernel}, keys once']:.1f}" for kernel in ("wgmma", "invariant"))
     assert f"in CUDA graphs it takes {default} µs, and two chunks {pieces} (" in text
+
+
+def test_costs_of_the_ampere_family_are_those_of_the_file() -> None:
+    found = times("h200-invariant-ampere.json")
+
+    def longer(over: str, d_head: int) -> list[str]:
+        prompts = [found[f"prompt d {d_head} {n} causal"] for n in (1024, 4096, 16384)]
+        return [f"{100 * (ms['invariant of an A100'] / ms[over] - 1):.1f}" for ms in prompts]
+
+    choosing = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    for d_head in (128, 64):
+        costs = " | ".join(longer("default of an A100", d_head))
+        assert f"| head size {d_head}, % | {costs} |" in choosing
+    text = text_of("docs/kernels/invariant.md")
+    chunks = [longer("invariant of an A100, without chunks", d_head) for d_head in (128, 64)]
+    assert "are {}, {} and {} % at 1024, 4096 and 16,384 keys of head size 128".format(*chunks[0]) in text
+    assert "and {}, {} and {} % at 64.".format(*chunks[1]) in text
+    one, few, many = (
+        [f"{1e3 * found[f'decoding d 128 {of}'][way]:.1f}" for way in ("invariant", "default")]
+        for of in ("1 x 16384", "8 x 8192", "64 x 2048")
+    )
+    assert "in {} µs instead of {},".format(*one) in text
+    assert "8 of 8192 in {} instead of {}, 64 of 2048 in {} instead of {}.".format(*few, *many) in text
 
 
 def apart(feature: str, version: str) -> str:
