@@ -241,25 +241,24 @@ def explain_choice(
         Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), layout,
         *layout.sizes(q, k)[1:],
     )  # fmt: skip
-    if facts is None:
+
+    def problem_asked(*rows: Any) -> AttentionProblem:
+        return problem_of(
+            *rows,
+            lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
+            out_float32=options.out_dtype is torch.float32,
+            n_sms=options.n_sms,
+            dropout=options.dropout_p > 0,
+            invariant=options.numerics is not None,
+        )
+
+    problem = problem_asked(q, k, v, mask, scores, layout)
+    if facts is None and no_kernel(problem) is None:
         gradients_follow = with_gradients or direction != FORWARD
         form = packed_form(q, k, v, mask, scores, layout, options, (out,), with_gradients=gradients_follow)
         if form is not None:  # all of its calls are the same problem
-            q, k, v = (form.rows(x)[0] for x in (q, k, v))
-            mask, scores, layout = form.mask, form.scores, form.layouts[0]
-    problem = problem_of(
-        q,
-        k,
-        v,
-        mask,
-        scores,
-        layout,
-        lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
-        out_float32=options.out_dtype is torch.float32,
-        n_sms=options.n_sms,
-        dropout=options.dropout_p > 0,
-        invariant=options.numerics is not None,
-    )
+            rows = (form.rows(x)[0] for x in (q, k, v))
+            problem = problem_asked(*rows, form.mask, form.scores, form.layouts[0])
     generation.follow_environment()
 
     def explained(asked: AttentionProblem, named: KernelConfig | None) -> Any:

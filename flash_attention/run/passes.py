@@ -51,16 +51,16 @@ def forward_pass(
     """
     options = options.checked(q)
     call = _checked(q, k, v, layout, options, keep_lse, traced)
-    packed = None if traced is None else as_packed(call, options, with_gradients=keep_lse)
-    call, calls, kept = packed or (call, [call], None)
-    problem = calls[0].problem  # which is that of the others, too
-    if no_kernel(problem) is not None:
+    if no_kernel(call.problem) is not None:
         if options.config is not None:
-            choose(problem, q.device, options.config)  # which refuses one that cannot compute this
+            choose(call.problem, q.device, options.config)  # which refuses one that cannot compute this
         if keep_lse:
-            _check_backward_config(problem, q.device, options)
+            _check_backward_config(call.problem, q.device, options)
         _fill_without_kernel(call)
     else:
+        packed = None if traced is None else as_packed(call, options, with_gradients=keep_lse)
+        call, calls, kept = packed or (call, [call], None)
+        problem = calls[0].problem  # which is that of the others, too
         chosen_in = generation.number()
         if not (q.is_cuda or options.return_lse):
             # That of PyTorch's own attention is exact enough for gradients alone.

@@ -17,7 +17,7 @@ from flash_attention import attention, attention_varlen, explain_choice, prepare
 from flash_attention.backends import cpu, cpu_gradients
 from flash_attention.cached import attention_cached
 from flash_attention.errors import InfeasibleConfigError
-from flash_attention.run import choices, cuda_choice
+from flash_attention.run import choices, cuda_choice, passes
 from flash_helpers import build
 from flash_helpers.cli import app
 from flash_helpers.kernel_configs import DType, device_facts, get_kernels_to_build
@@ -168,6 +168,25 @@ def test_gradients_of_sinks_that_take_everything(ran: list[str], window: Any) ->
 
 
 # ---------------------------------------------------------------------- what is refused all the same
+def test_documents_are_not_looked_for_where_nothing_is_seen(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As packed sequences they would take a kernel, which reads offsets."""
+    looked: list[str] = []
+    monkeypatch.setattr(passes, "as_packed", lambda *given, **options: looked.append("forward"))
+    monkeypatch.setattr(choices, "packed_form", lambda *given, **options: looked.append("explained"))
+    documents = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+    q, k, v = tensors((1, 8, 8, 2))
+    options = {"mask_mod": lambda b, h, q, k: documents[q] == documents[k]}
+    hidden = attention(q, k, v, window=(None, -8), **options)
+    assert explain_choice(q, k, v, window=(None, -8), **options).kernel is None
+    assert (ran, looked) == ([], [])
+    assert not hidden.any()
+    attention(q, k, v, window=(None, -7), **options)
+    assert explain_choice(q, k, v, window=(None, -7), **options).kernel is not None
+    assert (ran, looked) == (["forward"], ["forward", "explained"])
+
+
 @pytest.mark.parametrize(("sizes", "options", "missing"), [call for call in CALLS if call[2]])
 def test_a_configuration_that_cannot_be_kept_is_refused(sizes: Any, options: Any, missing: str) -> None:
     wide = tensors(sizes, d=128)

@@ -89,4 +89,8 @@ def test_rows_that_are_behind_are_named() -> None:
         if row["implementation"] == "attention" and f"{row['feature']} {row['problem']}" in behind
         if row["feature"] == "short sequences"
     ]
-    assert "of which the kernels take {} and {}.".format(*short) in text_of("docs/measurements.md")
+    text = text_of("docs/measurements.md")
+    assert "of which the kernels take {} and {}.".format(*short) in text
+    assert "128 sequences of 128, 0.99 of cuDNN at both head sizes:" in text
+    assert "A soft cap of 50 at head size 256, 0.99 of FlashAttention-3 with a causal mask and" in text
+    assert "Decoding at 32 and 64 sequences, 0.99 of cuDNN:" in text

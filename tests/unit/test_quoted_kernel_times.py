@@ -240,8 +240,8 @@ def test_random_pairs_are_those_of_the_file() -> None:
     assert pairs["differing"] == 0
     said = "Of {hopper:,} random pairs of calls of the Hopper family there, and of {ampere:,} of the Ampere"
     assert said.format(**pairs) in text_of("docs/kernels/invariant.md")
-    said = "{hopper:,} of the Hopper family by 160 kernels, {ampere:,} of the Ampere family by 79, 0 differ"
-    assert said.format(**pairs) in text_of("docs/contract.md")
+    said = "{hopper:,} of the Hopper family by 160 kernels, {ampere:,} of the Ampere family by 79,"
+    assert f"{said.format(**pairs)} head sizes 64 and 128, 0 differ" in text_of("docs/contract.md")
 
 
 def test_costs_beside_the_table_are_those_of_the_files() -> None:
@@ -262,6 +262,14 @@ def test_costs_of_the_ampere_family_are_those_of_the_file() -> None:
     for d_head in (128, 64):
         costs = " | ".join(longer("default of an A100", d_head))
         assert f"| head size {d_head}, % | {costs} |" in choosing
+    for line, sizes in (
+        ("one sequence of 16,384 keys", "1 x 16384"),
+        ("8 sequences of 8192 keys", "8 x 8192"),
+        ("64 sequences of 2048 keys", "64 x 2048"),
+    ):
+        calls = [found[f"decoding d {d_head} {sizes}"] for d_head in (128, 64)]
+        wide, narrow = (f"{100 * (ms['invariant'] / ms['default'] - 1):.1f}" for ms in calls)
+        assert re.search(rf"\| {line} \| {wide} \| \d+ \| {narrow} \| \d+ \|", choosing), line
     text = text_of("docs/kernels/invariant.md")
     chunks = [longer("invariant of an A100, without chunks", d_head) for d_head in (128, 64)]
     assert "are {}, {} and {} % at 1024, 4096 and 16,384 keys of head size 128".format(*chunks[0]) in text

@@ -3,6 +3,9 @@
 // (ptx.cuh). Every thread must call that before it touches global memory or ends: then whatever follows in
 // the stream finds all of it done, whichever way it is launched. In a CUDA graph the launch has a
 // programmatic dependency.
+//
+// One kernel reads before it waits: planned_combine.cuh reads lengths, which nobody writes meanwhile, for the
+// kernel right before it has waited for those who did in every block. No launch may come between the two.
 #pragma once
 
 #include <cuda_runtime.h>
