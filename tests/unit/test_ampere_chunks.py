@@ -4,8 +4,10 @@ work as without.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ from flash_helpers.build.gates import machine_code
 from flash_helpers.build.main_loop import main_loop
 from flash_helpers.build.sass import find_tool
 from flash_helpers.kernel_configs import DType, ForwardKernel, device_facts
+from flash_helpers.kernels.ampere.forward.config import KEPT_BLOCKS
 from flash_helpers.kernels.ampere.forward.invariant import CHUNK_KEYS, KEY_TILES, invariant_choice
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import kernel_for
 
+INCLUDE = Path(__file__).parents[2] / "src/include"
 A100 = device_facts("A100")
 SERVED = {"varlen": True, "cached": True, "paged": True}
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -70,6 +74,17 @@ def test_all_kernels_have_chunks_of_whole_tiles() -> None:
     for tile in KEY_TILES.values():
         assert CHUNK_KEYS % tile == 0
     assert {k.config.chunk_tiles * k.config.B_c for k in CUT} == {CHUNK_KEYS}
+
+
+def test_memory_for_kept_chunks_is_that_of_as_many_blocks_as_the_launcher_runs() -> None:
+    header = INCLUDE / "ampere/forward/static_kernel_configuration.cuh"
+    text = header.read_text(encoding="utf-8")
+    (blocks,) = re.findall(r"int kKeptBlocks = (\d+);", text)
+    (more, element_bytes) = re.findall(r"int kept_bytes = B_r \* \(d_head \+ (\d+)\) \* (\d+);", text)[0]
+    assert int(blocks) == KEPT_BLOCKS
+    for k in CUT:
+        of_block = k.config.B_r * (k.config.d_head + int(more)) * int(element_bytes)
+        assert 4 * k.config.kept_sums(7) == 7 * KEPT_BLOCKS * of_block
 
 
 @pytest.mark.compile
